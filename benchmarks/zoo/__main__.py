@@ -151,7 +151,7 @@ def timed(opened: Sequence[Any], samples: list[Feed]) -> tuple[float, float, flo
 def measure(source: Source, cache: Path, pack: Path, nncf: str) -> Row:
     """Fetch, quantize and evaluate one model."""
     model = fetch(source, cache, pack)
-    calibration, samples = feeds(source.inputs, model, Corpus(pack), CALIBRATION, EVALUATION)
+    calibration, samples = feeds(source.inputs, model, Corpus(pack, model), CALIBRATION, EVALUATION)
     output = cache / "quantized" / f"{source.name}.onnx"
     output.parent.mkdir(parents=True, exist_ok=True)
     start = time.process_time()

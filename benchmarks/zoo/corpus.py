@@ -30,10 +30,12 @@ class Corpus:
 
     Args:
         pack: folder of the model pack.
+        model: the network that the inputs are for; some are made with it.
     """
 
-    def __init__(self, pack: Path) -> None:
+    def __init__(self, pack: Path, model: Path) -> None:
         self._pack = pack
+        self.model = model
         self.zoo = pack.parent / "zoo"
 
     @cache  # noqa: B019 (lives as long as the process)

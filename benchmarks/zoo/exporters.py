@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.zoo.ctranslate2 import whisper
+
 Read = Callable[[str], bytes]
 
 
@@ -60,5 +62,8 @@ OPERATORS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
 }
 """ONNX operators of the layers, with their attributes; channels come first."""
 
-EXPORTERS: Final[Mapping[str, Callable[[Read, str], bytes]]] = {"model.json": tfjs_layers}
+EXPORTERS: Final[Mapping[str, Callable[[Read, str], bytes]]] = {
+    "model.json": tfjs_layers,
+    "model.bin": lambda read, member: whisper(read(member)),
+}
 """Functions that write a file of a package as ONNX, by the file's name."""

@@ -133,9 +133,11 @@ def puzzle(corpus: Corpus, names: list[str], size: str) -> Iterator[Feed]:
         yield {names[0]: _scaled(board, (height, width), "unit")[None]}
 
 
-def _line(rng: np.random.Generator, height: int, wide: int | None, under: Image.Image | None = None) -> Image.Image:
-    """Return a line of dark text on light paper, or on a part of a photo."""
-    text = _text(rng, int(rng.integers(1, 5)))
+def _line(
+    rng: np.random.Generator, height: int, wide: int | None, under: Image.Image | None = None, words: int = 4
+) -> Image.Image:
+    """Return a line of up to `words` words, dark on light paper, or on a part of a photo."""
+    text = _text(rng, int(rng.integers(1, words + 1)))
     font = ImageFont.load_default(int(height * 0.62))
     width = wide or int(font.getlength(text)) + 24
     paper = tuple(int(value) for value in rng.integers(200, 256, 3))
@@ -169,3 +171,19 @@ def line_gray(corpus: Corpus, names: list[str]) -> Iterator[Feed]:
     for _ in range(160):
         values = np.asarray(_line(rng, 64, None).convert("L"), np.float32) / 255
         yield {names[0]: values[None, None]}
+
+
+def line_small(corpus: Corpus, names: list[str], size: str) -> Iterator[Feed]:
+    """Yield words on photos and on paper, normalized with 0.5, (1, 3, H, W)."""
+    rng, photos = np.random.default_rng(47), corpus.photos()
+    for number in range(96):
+        image = _line(rng, 48, None, photos[number % len(photos)] if number % 2 else None, words=1)
+        yield {names[0]: _scaled(image, _size(size), "half")[None]}
+
+
+def noise(corpus: Corpus, names: list[str], size: str) -> Iterator[Feed]:
+    """Yield noise of a deviation of 80, (1, 1, N, N), as the one step of a consistency model starts from it."""
+    rng, side = np.random.default_rng(53), int(size)
+    for _ in range(96):
+        values = 80 * rng.standard_normal((1, 1, side, side), np.float32)
+        yield dict(zip(names, (values, np.array([80], np.float32), rng.random(1, np.float32)), strict=True))

@@ -8,7 +8,7 @@ from typing import Final
 
 import onnx
 
-from benchmarks.zoo import images, signals, symbols
+from benchmarks.zoo import images, signals, speech, symbols
 from benchmarks.zoo.corpus import Corpus, Feed
 from sbonnx.verify.sessions import run, session
 
@@ -38,18 +38,23 @@ BUILDERS: Final[dict[str, Callable[..., Iterator[Feed]]]] = {
         images.letters,
         images.line,
         images.line_gray,
+        images.line_small,
+        images.noise,
         signals.audio,
         signals.audio_last,
         signals.audio_pitch,
         signals.audio_state,
         signals.audio_frames,
+        signals.audio_lengths,
         signals.mel,
         signals.eeg_spectrum,
         signals.eeg_scales,
+        speech.dictation,
         symbols.file_bytes,
         symbols.characters,
         symbols.tokens,
         symbols.phonemes,
+        symbols.spelled,
         symbols.hebrew,
         symbols.arabic,
         symbols.reaction,

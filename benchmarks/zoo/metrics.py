@@ -53,6 +53,18 @@ def _text(scores: Any, blank: int) -> list[int]:
     return [int(code) for code in codes[kept]]
 
 
+def correct_symbols(reference: Outputs, other: Outputs, blank: int = 0) -> float:
+    """Return one less the error rate of the greedy CTC text, edits over the symbols of float."""
+    before, after = (_text(outputs[0], blank) for outputs in (reference, other))
+    row = list(range(len(after) + 1))
+    for place, symbol in enumerate(before, 1):
+        diagonal, row[0] = row[0], place
+        for column, candidate in enumerate(after, 1):
+            best = min(row[column] + 1, row[column - 1] + 1, diagonal + (symbol != candidate))
+            diagonal, row[column] = row[column], best
+    return 1 - row[-1] / max(len(before), 1)
+
+
 def overlap(reference: Outputs, other: Outputs) -> float:
     """Return the intersection of two maps above `TEXT` over their union; 1 if both are empty."""
     before, after = reference[0] > TEXT, other[0] > TEXT
@@ -69,6 +81,12 @@ def cosine(reference: Outputs, other: Outputs) -> float:
 def lowest_cosine(reference: Outputs, other: Outputs) -> float:
     """Return the lowest cosine of an output."""
     return min(cosine([before], [after]) for before, after in zip(reference, other, strict=True))
+
+
+def correlation(reference: Outputs, other: Outputs) -> float:
+    """Return the correlation of the values of the first outputs."""
+    before, after = (outputs[0].astype(np.float64) for outputs in (reference, other))
+    return cosine([before - before.mean()], [after - after.mean()])
 
 
 def structural_similarity(reference: Outputs, other: Outputs) -> float:
@@ -206,9 +224,11 @@ METRICS: Final[dict[str, tuple[str, Agreement]]] = {
     "class": ("same class", same_class),
     "ctc": ("same text", same_text),
     "ctc_last": ("same text", partial(same_text, blank=-1)),
+    "ctc_symbols": ("correct symbols", partial(correct_symbols, blank=-1)),
     "map": ("overlap of text", overlap),
     "cosine": ("cosine", cosine),
     "cosine_last": ("cosine", lambda reference, other: cosine(reference[-1:], other[-1:])),
+    "correlation": ("correlation", correlation),
     "cosines": ("lowest cosine", lowest_cosine),
     "similar": ("structural similarity", structural_similarity),
     "steps": ("same class", same_steps),

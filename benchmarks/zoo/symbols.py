@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +92,13 @@ def phonemes(corpus: Corpus, names: list[str]) -> Iterator[Feed]:
         ids = [1, *(code for letter in words if letter in codes for code in (codes[letter], 0)), 2]
         scales = np.array([0, 1, 0], np.float32)
         yield dict(zip(names, (np.array([ids]), np.array([len(ids)]), scales), strict=True))
+
+
+def spelled(corpus: Corpus, names: list[str]) -> Iterator[Feed]:
+    """Yield words of up to 24 letters as their numbers in Hibari's vocabulary, (1, N)."""
+    letters = [chr(65 + place) for place in range(26)] + ["_"] + [chr(97 + place) for place in range(26)]
+    for word in sorted({*keyword.kwlist, *sys.stdlib_module_names}):
+        yield {names[0]: np.array([[letters.index(letter) + 1 for letter in word[:24] if letter in letters]])}
 
 
 def _sentences(words: str) -> Iterator[str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import struct
 import tarfile
 import zipfile
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from benchmarks.zoo import __main__ as zoo
 from benchmarks.zoo import quantizers
+from benchmarks.zoo.ctranslate2 import whisper
 from benchmarks.zoo.exporters import tfjs_layers
 from benchmarks.zoo.inputs import BUILDERS
 from benchmarks.zoo.metrics import METRICS
@@ -49,6 +53,10 @@ def test_agreement_by_hand() -> None:
     assert agreement("similar", [gray], [gray]) == 1
     expected = (2 * 100 * 200 + 2.55**2) / (100**2 + 200**2 + 2.55**2)
     assert agreement("similar", [gray], [light]) == pytest.approx(expected)
+    symbols = np.eye(4)[[0, 0, 3, 1, 2]]  # reads "0, 1, 2"
+    assert agreement("ctc_symbols", [symbols], [np.eye(4)[[0, 3, 2, 3, 3]]]) == pytest.approx(2 / 3)
+    assert agreement("ctc_symbols", [symbols], [np.eye(4)[[0, 1, 1, 0, 2]]]) == pytest.approx(2 / 3)
+    assert agreement("correlation", [[1.0, 2.0, 3.0]], [[101.0, 103.0, 105.0]]) == pytest.approx(1)
     sound = np.sin(np.arange(4096.0))
     assert agreement("sound", [sound], [sound[:3072]]) == pytest.approx(0.75)
 
@@ -213,3 +221,82 @@ def test_rows_of_the_page_stay_where_the_cache_has_none(tmp_path: Path) -> None:
     ]
     assert rows[0] == old[0] and earlier == [names[0], names[2]]
     assert f"earlier version, some on another CPU: {names[0]}, {names[2]}." in zoo.text(rows, earlier)
+
+
+def test_whisper_of_ctranslate2() -> None:
+    """A file with one layer a side of random weights, against the network in numpy."""
+    rng, width, bands = np.random.default_rng(0), 4, 3
+    shapes: dict[str, tuple[int, ...]] = {
+        "encoder/position_encodings/encodings": (9, width),
+        "decoder/position_encodings/encodings": (7, width),
+        "decoder/embeddings/weight": (5, width),
+        "encoder/conv1/weight": (width, bands, 3),
+        "encoder/conv2/weight": (width, width, 3),
+    }
+    for name in ("conv1", "conv2"):
+        shapes[f"encoder/{name}/bias"] = (width,)
+    sizes = {"self_attention": [(3, 1), (1, 1)], "attention": [(1, 1), (2, 1), (1, 1)], "ffn": [(2, 1), (1, 2)]}
+    for side in ("encoder", "decoder"):
+        for part in ("self_attention", "ffn") if side == "encoder" else tuple(sizes):
+            for number, (rows, columns) in enumerate(sizes[part]):
+                shapes[f"{side}/layer_0/{part}/linear_{number}/weight"] = (rows * width, columns * width)
+                shapes[f"{side}/layer_0/{part}/linear_{number}/bias"] = (rows * width,)
+        for part in ("", *(f"layer_0/{part}/" for part in sizes if side == "decoder" or part != "attention")):
+            shapes |= {f"{side}/{part}layer_norm/{kind}": (width,) for kind in ("gamma", "beta")}
+    w = {name: rng.normal(0, 1, shape).astype(np.float16) for name, shape in shapes.items()}
+
+    def entry(name: str, values: np.ndarray, kind: int) -> bytes:
+        head = struct.pack("<H", len(name) + 1) + name.encode() + b"\0" + struct.pack("<B", values.ndim)
+        return head + struct.pack(f"<{values.ndim}IBI", *values.shape, kind, values.nbytes) + values.tobytes()
+
+    entries = [entry(name, values, 4) for name, values in w.items()]
+    entries += [entry(f"{side}/num_heads", np.array(2, np.int16), 2) for side in ("encoder", "decoder")]
+    start = struct.pack("<IH", 6, 12) + b"WhisperSpec\0"
+    content = start + struct.pack("<II", 3, len(entries)) + b"".join(entries)
+    mel, tokens = rng.normal(0, 1, (1, bands, 8)).astype(np.float32), np.array([[1, 4, 2]])
+    network = ReferenceEvaluator(onnx.load_from_string(whisper(content)))
+    results: Any = network.run(None, {"mel": mel, "tokens": tokens})
+
+    def norm(x: Any, name: str) -> Any:
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return x * w[f"{name}layer_norm/gamma"] + w[f"{name}layer_norm/beta"]
+
+    def dense(x: Any, name: str) -> Any:
+        return x @ w[f"{name}/weight"].astype(np.float64).T + w[f"{name}/bias"]
+
+    def attend(queries: Any, keys: Any, values: Any, causal: bool) -> Any:
+        parts = []
+        for half in (slice(0, 2), slice(2, 4)):
+            scores = queries[:, half] @ keys[:, half].T / math.sqrt(2)
+            scores[np.triu(np.full(scores.shape, causal), 1)] = -np.inf
+            shares = np.exp(scores - scores.max(-1, keepdims=True))
+            parts.append(shares / shares.sum(-1, keepdims=True) @ values[:, half])
+        return np.concatenate(parts, 1)
+
+    def gelu(x: Any) -> Any:
+        return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+
+    def convolved(x: Any, name: str, stride: int) -> Any:
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (1, 1))), 3, 1)[:, ::stride]
+        kernel = w[f"encoder/{name}/weight"].astype(np.float64)
+        return gelu(np.einsum("itk,oik->ot", windows, kernel) + w[f"encoder/{name}/bias"][:, None])
+
+    def layer(x: Any, side: str, memory: Any | None = None) -> Any:
+        name = f"{side}/layer_0"
+        queries, keys, values = np.split(
+            dense(norm(x, f"{name}/self_attention/"), f"{name}/self_attention/linear_0"), 3, 1
+        )
+        mixed = attend(queries, keys, values, causal=memory is not None)
+        x = x + dense(mixed, f"{name}/self_attention/linear_1")
+        if memory is not None:
+            keys, values = np.split(dense(memory, f"{name}/attention/linear_1"), 2, 1)
+            queries = dense(norm(x, f"{name}/attention/"), f"{name}/attention/linear_0")
+            x = x + dense(attend(queries, keys, values, causal=False), f"{name}/attention/linear_2")
+        inner = gelu(dense(norm(x, f"{name}/ffn/"), f"{name}/ffn/linear_0"))
+        return norm(x + dense(inner, f"{name}/ffn/linear_1"), f"{side}/")
+
+    x = convolved(convolved(mel[0].astype(np.float64), "conv1", 1), "conv2", 2).T
+    memory = layer(x + w["encoder/position_encodings/encodings"][:4], "encoder")
+    table = w["decoder/embeddings/weight"].astype(np.float64)
+    x = layer(table[tokens[0]] + w["decoder/position_encodings/encodings"][:3], "decoder", memory)
+    np.testing.assert_allclose(results[0][0], x @ table.T, rtol=1e-4, atol=1e-4)
