@@ -249,7 +249,7 @@ SOURCES: Final = (
     ),
     Source(
         "hama_asr",
-        "speech recognition, CTC",
+        "speech recognition, CTC, fp16",
         "hama==1.3.13",
         "hama/assets/asr_waveform_fp16.onnx",
         "audio_lengths:64000",
