@@ -47,6 +47,7 @@ class Moments:
         mean_quantized: sum of x' / n, float64 (G, K); the same object as `mean` if x' = x.
         of_errors: `cross` and `square` are F and E, not B and C.
         share: factor of the errors in F and E, see `towards`; 1 with B and C.
+        observed: number of rows, not weighted; None: unknown.
         memo: what was derived from `a`, such as a factor, by a key of whoever derived it, and products of the last
             weight; shared with moments of the same `a`.
     """
@@ -60,6 +61,7 @@ class Moments:
     mean_quantized: Array
     of_errors: bool = False
     share: float = 1.0
+    observed: float | None = None
     memo: dict[object, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -67,10 +69,11 @@ class Moments:
         """Compute the moments of rows (G, n, K) in the type of the rows; the same object for both is one stream."""
         a, mean = quantized.swapaxes(1, 2) @ quantized, quantized.mean(axis=1)
         if x is quantized:
-            return Moments(layout, x.shape[1], a, None, None, mean, mean)
+            return Moments(layout, x.shape[1], a, None, None, mean, mean, observed=x.shape[1])
         left = x - quantized if of_errors else x
-        turned = left.swapaxes(1, 2)
-        return Moments(layout, x.shape[1], a, turned @ quantized, turned @ left, x.mean(axis=1), mean, of_errors)
+        turned, means = left.swapaxes(1, 2), (x.mean(axis=1), mean)
+        totals = a, turned @ quantized, turned @ left
+        return Moments(layout, x.shape[1], *totals, *means, of_errors, observed=x.shape[1])
 
     def with_layout(self, layout: LinearLayer) -> Moments:
         """Return the same moments, with what was derived from them, for another layer that reads the same inputs."""
@@ -228,17 +231,26 @@ class Moments:
             for mine, theirs in ((self.mean, other.mean), (self.mean_quantized, other.mean_quantized))
         )
         a = _add(self.a, other.a, in_place)
-        return replace(self, rows=rows, a=a, cross=cross, square=square, mean=mean, mean_quantized=quantized)
+        counts = (self.observed, other.observed)
+        observed = None if None in counts else sum(count for count in counts if count is not None)
+        return replace(
+            self, rows=rows, a=a, cross=cross, square=square, mean=mean, mean_quantized=quantized, observed=observed
+        )
 
-    def error(self, weight: Array, quantized: Array) -> Array:
+    def error(self, weight: Array, quantized: Array, gradient: Array | None = None) -> Array:
         """Mean over rows of the squared output error, float64 (G, O).
 
         Args:
             weight, quantized: float matrices (G, O, K), see `LinearLayer.matrices`.
+            gradient: `gradient` of both if it is known, which saves a product.
         """
         if self.cross is None or self.square is None or self.of_errors:
             d = np.subtract(weight, quantized, dtype=self.a.dtype)
-            total = _dots(d @ self.a, d)
+            if gradient is None:
+                total = _dots(d @ self.a, d)
+            else:  # V A - W B = -(D A + W F)
+                pulled = self.pull(weight)
+                total = -_dots(gradient if pulled is None else gradient + pulled, d)
             if self.cross is not None and self.square is not None and self.share:
                 total += 2 * self.share * _dots(self._pulled(weight), d)
                 total += self.share**2 * self._error_of_inputs(weight)

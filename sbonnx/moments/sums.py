@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, final
 
@@ -71,6 +72,7 @@ class MomentSums:
         self._rows = RowSums(groups, inputs, self._pairs, self._streams, self._arrays, dtype)
         self._windows: WindowSums | None = None
         self._count = 0.0
+        self._observed = 0  # rows, not weighted
         self._moments: Moments | None = None
 
     def add(
@@ -109,6 +111,7 @@ class MomentSums:
         weights = np.ones(len(samples)) if weights is None else weights
         if self._by_lags(geometry, x.shape, count if picks is None else len(picks)):
             self._count += float(weights.sum()) * (count // len(samples))
+            self._observed += count
             if self._windows is not None and not self._windows.fits(geometry, x.shape[2:]):
                 self._fold()
             if self._windows is None:
@@ -118,6 +121,7 @@ class MomentSums:
             return
         weights = np.repeat(weights, count // len(weights))[slice(None) if picks is None else picks]  # of the rows
         self._count += float(weights.sum())
+        self._observed += len(weights)
         if picks is None and not geometry.kernel:
             self._rows.add(tuple(geometry.rows(stream) for stream in streams), weights)
         else:
@@ -142,6 +146,7 @@ class MomentSums:
         for total, added in zip(self._rows.totals, other._rows.totals, strict=True):
             total += added
         self._count += taken.rows
+        self._observed += other._observed
 
     def share_errors(self, other: MomentSums) -> None:
         """Sum the products of errors of both in one matrix, which both return, if they are compact.
@@ -162,11 +167,12 @@ class MomentSums:
             fetched = [self._arrays.fetch(matrix) for matrix in self._rows.matrices]
             means = [total / (self._count or 1.0) for total in self._rows.totals]
             if len(fetched) == 1:
-                self._moments = Moments(self._layout, self._count, fetched[0], None, None, means[0], means[0])
+                total = Moments(self._layout, self._count, fetched[0], None, None, means[0], means[0])
             else:
                 a, cross, square = fetched
                 mean = means[0] + means[1] if self._compact else means[0]
-                self._moments = Moments(self._layout, self._count, a, cross, square, mean, means[1], self._compact)
+                total = Moments(self._layout, self._count, a, cross, square, mean, means[1], self._compact)
+            self._moments = replace(total, observed=self._observed)
         return self._moments
 
     def release(self) -> None:

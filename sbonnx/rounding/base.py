@@ -54,6 +54,8 @@ class Grid:
         matrices = layout.matrices(np.asarray(weight, dtype))
         scale = layout.spread(qparams.scale.astype(dtype), qparams)
         zero = layout.spread(qparams.zero_point.astype(dtype), qparams)
+        if matrices.dtype == np.float32:  # a wide layer, of which rows are read again and again
+            matrices, scale, zero = (np.ascontiguousarray(part) for part in (matrices, scale, zero))
         return Grid(matrices, scale, zero, *layout.code_limits(matrices / scale, qparams.spec))
 
     def nearest(self) -> Array:
@@ -133,13 +135,20 @@ class Rounder(ABC):
         if qparams.spec.is_float:
             codes = self.solve_floats(grid.keeping_zeros() if self.keeps_zeros else grid, moments, qparams.spec)
             return _better(grid, moments, qparams, qparams, layout.matrices(nearest), codes)
-        codes, moved = self.solve(grid.keeping_zeros() if self.keeps_zeros else grid, moments, qparams)
+        own = grid.keeping_zeros() if self.keeps_zeros else grid
+        codes, moved, gradient = self.solve_with_gradient(own, moments, qparams)
         codes = np.clip(codes, grid.qmin, grid.qmax)
-        return _better(grid, moments, qparams, moved, layout.matrices(nearest), codes)
+        return _better(grid, moments, qparams, moved, layout.matrices(nearest), codes, gradient)
 
     def solve_floats(self, grid: Grid, moments: Moments, spec: QuantSpec) -> Array:
         """Compute codes (G, O, K) of small floats, as numbers; the default rounds to nearest. Args: see `solve`."""
         return np.asarray(np.clip(grid.ratio(), spec.qmin, spec.qmax).astype(spec.dtype))
+
+    def solve_with_gradient(
+        self, grid: Grid, moments: Moments, qparams: QParams
+    ) -> tuple[Array, QParams, Array | None]:
+        """As `solve`, with `Moments.gradient` at the codes if the method knows it: it saves a product."""
+        return *self.solve(grid, moments, qparams), None
 
     @abstractmethod
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
@@ -153,7 +162,15 @@ class Rounder(ABC):
         """
 
 
-def _better(grid: Grid, moments: Moments, qparams: QParams, moved: QParams, nearest: Array, codes: Array) -> Rounded:
+def _better(
+    grid: Grid,
+    moments: Moments,
+    qparams: QParams,
+    moved: QParams,
+    nearest: Array,
+    codes: Array,
+    gradient: Array | None = None,
+) -> Rounded:
     """Return the new codes, or the nearest codes for outputs with a lower error (for all outputs if scales changed)."""
     kind = grid.weight.dtype
     plain = moments.error(grid.weight, grid.values(nearest.astype(kind)))
@@ -167,7 +184,7 @@ def _better(grid: Grid, moments: Moments, qparams: QParams, moved: QParams, near
             zero=layout.spread(moved.zero_point.astype(kind), moved),
         )
     )
-    errors = moments.error(grid.weight, other.values(codes.astype(kind, copy=False)))
+    errors = moments.error(grid.weight, other.values(codes.astype(kind, copy=False)), gradient)
     if moved is qparams:
         worse = errors > plain
         codes = np.where(worse[..., None], nearest, codes)

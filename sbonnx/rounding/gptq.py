@@ -48,7 +48,8 @@ class Gptq(GptqKeys, Rounder):
 
     The damping is multiplied by ten each time the factorization fails. Layers with few inputs get up to four times as
     many beams. Those with more than `WIDE` have at most `WIDE_BEAMS`, and the descent runs before the tabu search,
-    which continues with its gradient: both need one product with the moments.
+    which continues with its gradient: both need one product with the moments. Of fewer rows than inputs there is no
+    tabu search: it takes a quarter of the time and lowers the error of these rows only (`docs/decisions` 0009).
 
     Args:
         block: columns that are updated one by one; the others are updated by a matrix product after each block.
@@ -70,7 +71,14 @@ class Gptq(GptqKeys, Rounder):
             raise ValueError("damping, steps and sweeps must be >= 0, beams and block >= 1")
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
-        """Compute codes by GPTQ, tabu search and coordinate descent; see `Rounder.solve`.
+        """Compute codes by GPTQ, tabu search and coordinate descent; see `Rounder.solve`."""
+        codes, moved, _ = self.solve_with_gradient(grid, moments, qparams)
+        return codes, moved
+
+    def solve_with_gradient(
+        self, grid: Grid, moments: Moments, qparams: QParams
+    ) -> tuple[Array, QParams, Array | None]:
+        """As `solve`, with the gradient of a wide layer without tabu search.
 
         Raises:
             NumericError: the moments contain NaN or Inf.
@@ -88,9 +96,12 @@ class Gptq(GptqKeys, Rounder):
         del factor, searched
         if inputs > WIDE and self.sweeps:
             codes, rest = descend_from(grid, codes, moments, self.sweeps)
-            return tabu(grid, codes, moments, self.steps, rest), qparams
+            few = moments.observed is not None and moments.observed < inputs
+            if few or not self.steps:
+                return codes, qparams, rest
+            return tabu(grid, codes, moments, self.steps, rest), qparams, None
         codes = tabu(grid, codes, moments, self.steps)
-        return descend(grid, codes, moments, self.sweeps), qparams
+        return descend(grid, codes, moments, self.sweeps), qparams, None
 
     def solve_floats(self, grid: Grid, moments: Moments, spec: QuantSpec) -> Array:
         """Compute codes of small floats by GPTQ; see `Rounder.solve_floats`.

@@ -108,6 +108,7 @@ def test_merged_in_any_order(case: Linear, way: str, cut: int, order: st.DataObj
         (one if position < cut else other).add(*samples[number], sample=number)
     one.merge(other)
     close(one.moments(), by_hand(case, samples))
+    assert one.moments().observed == by_hand(case, samples).observed
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -149,6 +150,7 @@ def test_compact_sums_of_two_sets(name: str, way: str, monkeypatch: pytest.Monke
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-5 * max(np.abs(right).max(), 1.0), err_msg=key)
     joined, whole = parts[0].merged(parts[1], in_place=True), by_hand(case, samples)
     np.testing.assert_allclose(joined.c, whole.c, rtol=0, atol=1e-5 * max(np.abs(whole.c).max(), 1.0))
+    assert joined.observed == whole.observed
 
 
 @settings(max_examples=50, deadline=None)
@@ -357,6 +359,7 @@ def test_weighted_samples(case: Linear, way: str, weights: list[float]) -> None:
         ),
     )
     np.testing.assert_allclose(found.rows, total * each, rtol=1e-6)
+    assert found.observed == 3 * each
     close(found, expected)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.errors import NumericError
-from sbonnx.rounding.search.factor import Order, back_substitute, damped, ordered_factor, pivoted_cholesky
+from sbonnx.rounding.search.factor import Order, back_substitute, damped, ordered_factor, pivoted_cholesky, upper_factor
 from sbonnx.spec import Array
 from tests.rounding.layers import rows
 
@@ -46,6 +46,16 @@ def test_the_least_pivot_comes_next() -> None:
             given_those = np.diagonal(a[group])[left] - np.einsum("cl,cl->l", a[group][np.ix_(done, left)], solved)
             assert left[given_those.argmin()] == chosen[group, count]
             assert lower[group, count, count] ** 2 == pytest.approx(given_those.min(), rel=1e-6)
+
+
+def test_large_matrices_have_the_same_order() -> None:
+    """Three panels without swaps, against the algorithm with swaps in float64."""
+    a = damped(moments(2, 1, 300), 0.01)
+    short = a[0].astype(np.float32)
+    order = upper_factor(short)
+    chosen, lower = pivoted_cholesky(a)
+    np.testing.assert_array_equal(order, chosen[0, ::-1])
+    np.testing.assert_allclose(short.T, lower[0, ::-1, ::-1], rtol=1e-4, atol=1e-5 * np.abs(lower).max())
 
 
 def test_pivots_are_more_even() -> None:

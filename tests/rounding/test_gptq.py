@@ -172,3 +172,19 @@ def test_what_cannot_be() -> None:
         Gptq().round(one.weight, one.qparams, moments)
     with pytest.raises(ValueError, match="beams"):
         Gptq(beams=0)
+
+
+def test_few_rows_of_wide_layers_have_no_tabu_search() -> None:
+    """It fits the noise of fewer rows than inputs. The error is computed from the gradient of the descent."""
+    one = layer(Case("Gemm", (3, 1040), CHANNELS, {"transB": 1}))
+    x, quantized = (rows[:, :100].astype(np.float32) for rows in (one.x, one.quantized))
+    few = Moments.of_rows(one.layout, x, quantized, of_errors=True).shrunk(0.5)
+    results = [
+        gptq.round(one.weight, one.qparams, moments)
+        for gptq, moments in ((Gptq(), few), (Gptq(steps=0), few), (Gptq(), replace(few, observed=1040)))
+    ]
+    np.testing.assert_array_equal(results[0].codes, results[1].codes)
+    values = (one.layout.matrices(each) for each in (one.weight, one.qparams.dequantize(results[0].codes)))
+    losses = [result.loss or 0.0 for result in results]
+    assert losses[0] == pytest.approx(few.error(*values).sum(), rel=1e-4)
+    assert 0 < losses[2] < 0.9999 * losses[0]

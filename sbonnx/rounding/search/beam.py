@@ -40,17 +40,14 @@ class Planes:
 
         If quantized inputs differ from the float inputs, `right` is ``w F`` (`Moments.pull`), (G, O, K).
         """
-        weight, scale, zero = (
-            columns(part.astype(np.float32), factor.order) for part in (grid.weight, grid.scale, grid.zero)
-        )
-        target = weight
+        floats, scale, zero = (columns(part, factor.order) for part in (grid.weight, grid.scale, grid.zero))
+        weight = target = floats.astype(np.float32, copy=False)
         if right is not None:
-            shift = factor.shift(columns(right, factor.order))
-            target = (columns(grid.weight, factor.order) + shift).astype(np.float32)
+            target = (floats + factor.shift(columns(right, factor.order))).astype(np.float32)
         return Planes(
             weight,
-            scale,
-            zero,
+            scale.astype(np.float32, copy=False),
+            zero.astype(np.float32, copy=False),
             target,
             factor.unit,
             np.square(factor.pivots).astype(np.float32),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -22,7 +21,10 @@ SAFE_DAMPING: Final = 1e-3
 """Damping next to which the float32 rounding error of K products is negligible: larger matrices than `WIDE` are
 factored in float32 if they have as much."""
 
-STRIP: Final = 1 << 22
+PANEL: Final = 128
+"""Columns of a float32 factor between two updates of the rest, which are bound by memory."""
+
+STRIP: Final = 1 << 18
 """Numbers of a float32 matrix that are changed at a time, so that no second matrix is allocated."""
 
 DAMPING_GROWTH: Final = 10.0
@@ -78,11 +80,10 @@ def ordered_factor(a: Array, damping: float, order: Order) -> tuple[Array, Array
 
 def _factor(a: Array, order: Order) -> tuple[Array, Array]:
     if order == "pivot":
+        if a.dtype == np.float32:
+            return np.stack([upper_factor(matrix) for matrix in a]), a.transpose(0, 2, 1)
         chosen, lower = pivoted_cholesky(a)
-        if lower.dtype == np.float64:
-            return chosen[:, ::-1], lower[:, ::-1, ::-1]
-        _reverse(lower)
-        return chosen[:, ::-1], lower
+        return chosen[:, ::-1], lower[:, ::-1, ::-1]
     diagonal = np.einsum("gkk->gk", a)
     by = np.zeros_like(diagonal) if order == "none" else diagonal
     columns = np.argsort(-by, axis=1, kind="stable")
@@ -95,7 +96,7 @@ def pivoted_cholesky(a: Array) -> tuple[Array, Array]:
     """Compute a Cholesky factorization that always pivots on the smallest pivot: ``L L' = a`` in that order.
 
     Args:
-        a: symmetric, positive definite, (G, K, K), float64 or float32; overwritten by L.
+        a: symmetric, positive definite, (G, K, K), float64; overwritten by L.
 
     Returns:
         chosen, intp (G, K); L, lower triangular, (G, K, K): `a`.
@@ -110,10 +111,7 @@ def pivoted_cholesky(a: Array) -> tuple[Array, Array]:
     for start in range(0, count, BLOCK):
         end = min(start + BLOCK, count)
         _panel(a, chosen, start, end)
-        panel = a[:, end:, start:end]
-        step = count if a.dtype == np.float64 else max(STRIP // max(groups * count, 1), 1)
-        for first in range(0, count - end, step):
-            a[:, end + first : end + first + step, end:] -= panel[:, first : first + step] @ panel.transpose(0, 2, 1)
+        a[:, end:, end:] -= a[:, end:, start:end] @ a[:, end:, start:end].transpose(0, 2, 1)
     for k in range(count):
         a[:, k, k + 1 :] = 0
     return chosen, a
@@ -131,12 +129,8 @@ def _panel(a: Array, chosen: Array, start: int, end: int) -> None:
         pivot = pivots[every, pick]
         if not (pivot > 0).all():
             raise np.linalg.LinAlgError("a pivot is not positive")
-        moved = [a, a.transpose(0, 2, 1)[:, :, c:], chosen, pivots]
-        if len(a) == 1:
-            _swap([rows[0] for rows in moved], int(pick[0]), c)
-        else:
-            for rows in moved:
-                rows[every, pick], rows[every, c] = rows[every, c], rows[every, pick]
+        for rows in (a, a.transpose(0, 2, 1)[:, :, c:], chosen, pivots):
+            rows[every, pick], rows[every, c] = rows[every, c], rows[every, pick]
         done_columns = a[:, c:, start:c]
         column = a[:, c:, c] - (done_columns @ done_columns[:, 0, :, None])[:, :, 0]
         column[:, 0] = pivot
@@ -145,25 +139,54 @@ def _panel(a: Array, chosen: Array, start: int, end: int) -> None:
         pivots[:, c:] -= column * column
 
 
-def _swap(arrays: Sequence[Array], one: int, other: int) -> None:
-    """Swap two rows of each array, without the copies of indexing by arrays."""
-    if one != other:
-        for rows in arrays:
-            kept = rows[one].copy()
-            rows[one] = rows[other]
-            rows[other] = kept
+def upper_factor(a: Array) -> Array:
+    """Overwrite a large symmetric `a` (K, K), float32, with M', and return the order of `ordered_factor` by pivots.
+
+    As `pivoted_cholesky`, without swaps: after each panel the rows and columns that are left move together, above the
+    diagonal only, and the columns of the panel are written as rows, in the original order, below them.
+    """
+    count = len(a)
+    left, order = np.arange(count), np.empty(count, np.intp)
+    while left.size:
+        panel, picks = _picked_columns(a[: left.size, : left.size])
+        size = left.size - len(picks)
+        order[size : left.size] = left[picks[::-1]]
+        stay = np.delete(np.arange(left.size), picks)
+        rest, own = np.ascontiguousarray(panel[:, stay]), left
+        left = left[stay]
+        step = max(STRIP // max(size, 1), 1)
+        for first in range(0, size, step):
+            last = min(first + step, size)
+            rows = np.take(a[stay[first:last]], stay[first:], axis=1)
+            np.subtract(rows, rest[:, first:last].T @ rest[:, first:], out=a[first:last, first:size])
+        a[size : own.size] = 0
+        a[size : own.size, own] = panel[::-1]
+    for first in range(0, count, max(STRIP // count, 1)):
+        some = slice(first, first + max(STRIP // count, 1))
+        a[some] = np.take(a[some], order, axis=1)
+    return order
 
 
-def _reverse(matrices: Array) -> None:
-    """Reverse the rows and the columns of each of (G, K, K) in place."""
-    for matrix in matrices:
-        flat = matrix.reshape(-1)
-        for first in range(0, flat.size // 2, STRIP):
-            last = min(first + STRIP, flat.size // 2)
-            head, tail = flat[first:last], flat[flat.size - last : flat.size - first]
-            kept = head.copy()
-            head[:] = tail[::-1]
-            tail[:] = kept[::-1]
+def _picked_columns(a: Array) -> tuple[Array, Array]:
+    """Return `PANEL` columns of L as rows, (P, K), of those of least pivot, and their indices, (P,).
+
+    The matrix `a` (K, K) is valid above its diagonal.
+    """
+    count = len(a)
+    panel, picks = np.zeros((min(PANEL, count), count), a.dtype), np.empty(min(PANEL, count), np.intp)
+    pivots = np.diagonal(a).copy()
+    for place in range(len(picks)):
+        pick = picks[place] = pivots.argmin()
+        if not 0 < pivots[pick] < np.inf:
+            raise np.linalg.LinAlgError("a pivot is not positive")
+        column = panel[place]
+        column[:pick], column[pick:] = a[:pick, pick], a[pick, pick:]
+        column -= panel[:place, pick] @ panel[:place]
+        column[picks[:place]], column[pick] = 0, pivots[pick]
+        column /= np.sqrt(pivots[pick])
+        pivots -= column * column
+        pivots[picks[: place + 1]] = np.inf
+    return panel, picks
 
 
 @dataclass(frozen=True)
@@ -191,7 +214,7 @@ class Factor:
     def from_matrix(order: Array, factor: Array) -> Factor:
         """Create it from M (G, K, K); a float32 M is overwritten."""
         pivots = np.einsum("gkk->gk", factor).copy()
-        if factor.dtype == np.float32 and factor.flags.c_contiguous:
+        if factor.dtype == np.float32 and factor.transpose(0, 2, 1).flags.c_contiguous:
             return Factor(order, pivots, np.divide(factor, pivots[:, None, :], out=factor), None)
         return Factor(order, pivots, (factor / pivots[:, None, :]).astype(np.float32), factor)
 
@@ -199,7 +222,9 @@ class Factor:
         """Return ``Z_k / M_kk`` of the solution of ``Z M' = right``, (G, O, K), with the columns in `order`."""
         if self.whole is not None:
             return np.asarray(back_substitute(right, self.whole) / self.pivots[:, None, :])
-        return np.asarray(back_substitute(right, self.unit) / np.square(self.pivots)[:, None, :])
+        solved = back_substitute(right, self.unit)
+        solved /= np.square(self.pivots)[:, None, :]
+        return solved
 
 
 def factor_of(moments: Moments, damping: float, order: Order) -> Factor:
