@@ -20,7 +20,15 @@ from sbonnx.llm.layout import read_decoder
 from sbonnx.llm.windows import DecoderFeeds, read_windows
 from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.spec import Array
-from tests.llm.tiny_decoder import LAYERS, VOCABULARY, WIDTH, decoder_model, merged_model, token_windows
+from tests.llm.tiny_decoder import (
+    LAYERS,
+    VOCABULARY,
+    WIDTH,
+    decoder_model,
+    merged_model,
+    token_windows,
+    write_folder,
+)
 
 STATES, START, END = "encoder_hidden_states", 3, 5
 STREAM = f"x{LAYERS}"
@@ -171,6 +179,14 @@ def test_an_encoder_that_computes_the_caches_of_its_states(tmp_path: Path) -> No
     assert decoder_there.encoder.outputs == {f"past_{k}_cross_0": f"present_{k}_cross_0" for k in ("key", "value")}
     (row,) = read_windows(decoder_there, source, window=12).ids
     assert row[row >= 0].tolist() == generated(states, source[0], 11)
+
+
+def test_lines_of_a_text_are_samples_of_the_encoder(tmp_path: Path) -> None:
+    folder = write(tmp_path / "float")
+    shutil.copyfile(write_folder(tmp_path / "other") / "tokenizer.json", folder / "tokenizer.json")
+    (tmp_path / "texts.txt").write_text("w1 w2 w3\nw4 w5\n")
+    windows = read_windows(read_decoder(folder), tmp_path / "texts.txt", window=5)
+    assert [source["input_ids"].tolist() for source in windows.sources or ()] == [[[3, 4, 5]], [[6, 7]]]
 
 
 def test_pieces_through_the_caches_are_those_at_once(tmp_path: Path) -> None:
