@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -146,7 +146,10 @@ def measure(component: Component, folder: Path) -> Record:
     try:
         samples = float_feeds(component, decoder)
     except SbonnxError as error:
-        return {"result": "float does not run", "why": last_line(str(error))}
+        if decoder is None:
+            return {"result": "float does not run", "why": last_line(str(error))}
+        why = f"llm quantize: {last_line(str(error))}"
+        return measure(replace(component, decoder=False), folder) | {"why": why}
     command, target = command_of(component, samples, folder, decoder is not None)
     report = folder / "report.json"
     try:

@@ -57,6 +57,8 @@ def values_of(name: str, dtype: Any, shape: list[int], random: np.random.Generat
             return np.broadcast_to(np.arange(shape[-1] if shape else 1), shape).astype(dtype)
         if "grid" in words:
             return np.broadcast_to(np.array([1, 4, 4]), shape).astype(dtype)
+        if "size" in words:
+            return np.full(shape, PIXELS, dtype)
         if "len" in words:
             return np.full(shape, TOKENS, dtype)
         if any(part in words for part in ("type", "index", "language")):

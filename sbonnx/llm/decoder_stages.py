@@ -12,7 +12,7 @@ from sbonnx.llm.evaluate import DecoderLimits, evaluate_windows
 from sbonnx.llm.folder import copy_rest, model_place, write_provenance
 from sbonnx.llm.kv_cache import quantize_caches as write_caches
 from sbonnx.llm.kv_cache import read_attention
-from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.llm.layout import WITH_PAST, Decoder, read_decoder
 from sbonnx.llm.token_texts import Texts
 from sbonnx.llm.windows import DecoderFeeds, TokenWindows, read_windows
 from sbonnx.options import RunOptions
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 NO_TEXTS: Final = Note(
     "no-texts", "no texts were given: weights are rounded to nearest and the perplexity is not measured"
+)
+STEPS_STAY_FLOAT: Final = Note(
+    "steps-stay-float",
+    f"{WITH_PAST}, which computes all tokens after the first, stays float: export the merged decoder "
+    "(decoder_model_merged.onnx)",
 )
 NO_CACHE_TEXTS: Final = "scales of caches (--kv, LLM.KV_BITS) are measured on texts, and none were given: give --text"
 NO_LIMIT_TEXTS: Final = (
@@ -191,7 +196,11 @@ def quantize_caches(state: DecoderState, options: RunOptions) -> DecoderState:
 @stage(needs=("folder",))
 def copy_folder(state: DecoderState, options: RunOptions) -> DecoderState:
     """Copy or link the other files of the decoder."""
-    return replace(state, copied=tuple(copy_rest(state.decoding.decoder, state.folder)))
+    decoder = state.decoding.decoder
+    notes = copy_rest(decoder, state.folder)
+    if decoder.encoder is not None and not decoder.carried and decoder.model.with_name(WITH_PAST).is_file():
+        notes.append(STEPS_STAY_FLOAT)
+    return replace(state, copied=tuple(notes))
 
 
 @stage(needs=("texts",), sets=("evaluation",))

@@ -475,6 +475,13 @@ EXPLANATIONS: Final = (
         "nothing: the spectrum in front of a network is computed in float",
         "docs/architecture.md",
     ),
+    Explanation(
+        "R59",
+        "steps-stay-float",
+        "of separate decoders for the first and further tokens, the one without a past is quantized",
+        "the merged decoder: export without --no-post-process",
+        "docs/llm.md",
+    ),
 )
 
 _BY_NAME: Final = {name: row for row in EXPLANATIONS for name in (row.id.lower(), *row.codes.split())}

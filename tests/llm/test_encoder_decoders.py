@@ -14,12 +14,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sbonnx import llm
+from sbonnx.backends import backend_for
 from sbonnx.errors import DataError, ModelError
+from sbonnx.llm.decoder_stages import DecoderRequest, DecoderState, copy_folder
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.layout import read_decoder
 from sbonnx.llm.windows import DecoderFeeds, read_windows
+from sbonnx.options import RunOptions
+from sbonnx.recipe import load
 from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.spec import Array
+from sbonnx.stages.state import Request
 from tests.llm.tiny_decoder import (
     LAYERS,
     VOCABULARY,
@@ -112,6 +117,7 @@ def write(folder: Path, *, merged: bool = True) -> Path:
     folder.mkdir()
     onnx.save(encoder_model(), folder / "encoder_model.onnx")
     decoder = merged_model(cross_model(), cross_model(later=True)) if merged else without_caches()
+    onnx.save(cross_model(later=True), folder / "decoder_with_past_model.onnx")
     onnx.save(decoder, folder / f"decoder_model{'_merged' if merged else ''}.onnx")
     ids = {"decoder_start_token_id": START, "eos_token_id": END}
     (folder / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY, "n_positions": 64, **ids}))
@@ -181,6 +187,19 @@ def test_an_encoder_that_computes_the_caches_of_its_states(tmp_path: Path) -> No
     assert row[row >= 0].tolist() == generated(states, source[0], 11)
 
 
+def test_separate_steps_that_stay_float_are_named(tmp_path: Path) -> None:
+    """The merged decoder has both steps, and nothing is to be said."""
+    notes = {}
+    for merged in (False, True):
+        decoder, stage = read_decoder(write(tmp_path / f"{merged}", merged=merged)), tmp_path / f"stage_{merged}"
+        stage.mkdir()
+        request = Request(decoder.model, load(None), backend_for("onnxruntime", None))
+        state = DecoderState(request, decoding=DecoderRequest(decoder, None, decoder), folder=stage)
+        notes[merged] = [note.code for note in copy_folder(state, RunOptions()).copied]
+        assert (stage / "decoder_with_past_model.onnx").is_file()
+    assert notes == {False: ["steps-stay-float"], True: []}
+
+
 def test_lines_of_a_text_are_samples_of_the_encoder(tmp_path: Path) -> None:
     folder = write(tmp_path / "float")
     shutil.copyfile(write_folder(tmp_path / "other") / "tokenizer.json", folder / "tokenizer.json")
@@ -225,7 +244,8 @@ def test_both_models_are_quantized_and_compared_as_one(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "int4").glob("*.onnx")} == {path.name for path in folder.glob("*.onnx")}
     encoder = onnx.load(tmp_path / "int4" / "encoder_model.onnx")
     assert "MatMulNBits" in {node.op_type for node in encoder.graph.node}
-    sizes = [sum(path.stat().st_size for path in place.glob("*.onnx")) for place in (folder, tmp_path / "int4")]
+    names = ("encoder_model.onnx", "decoder_model_merged.onnx")
+    sizes = [sum((place / name).stat().st_size for name in names) for place in (folder, tmp_path / "int4")]
     assert figures.bytes == tuple(sizes)
     # the error of the encoder counts: with the float one beside the quantized decoder, it is smaller
     shutil.copyfile(folder / "encoder_model.onnx", tmp_path / "int4" / "encoder_model.onnx")
