@@ -149,7 +149,8 @@ def measure(component: Component, folder: Path) -> Record:
         if decoder is None:
             return {"result": "float does not run", "why": last_line(str(error))}
         why = f"llm quantize: {last_line(str(error))}"
-        return measure(replace(component, decoder=False), folder) | {"why": why}
+        record = measure(replace(component, decoder=False), folder)
+        return record | {"why": f"{why}; {record['why']}" if record["why"] else why}
     command, target = command_of(component, samples, folder, decoder is not None)
     report = folder / "report.json"
     try:

@@ -324,7 +324,9 @@ TTS: Final = TTSConfig(
     text_hidden_size=HIDDEN,
     text_vocab_size=VOCABULARY,
     num_code_groups=4,
-    code_predictor=CodePredictorConfig(**SMALL, hidden_size=32, intermediate_size=64, vocab_size=64, num_code_groups=4),
+    code_predictor=CodePredictorConfig(
+        **{**SMALL, "head_dim": HEAD}, hidden_size=32, intermediate_size=64, vocab_size=64, num_code_groups=4
+    ),
     speaker_encoder=SpeakerEncoderConfig(
         mel_dim=16, enc_dim=32, enc_channels=[16, 16, 16, 16, 48], enc_attention_channels=8, enc_se_channels=8
     ),
