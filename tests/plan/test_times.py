@@ -52,8 +52,8 @@ def test_the_time_of_a_division_is_the_sum_of_the_backends_prices() -> None:
 def conv(into: int, out: int, side: int = 20, group: int = 1, after: str = "Relu") -> Node:
     text = f"agraph (float[1,8,{side},{side}] x) => (float[1,8,{side},{side}] y) "
     text += f"{{ a = Conv (x, v) b = Conv <group = {group}, pads = [1,1,1,1]> (a, w) c = {after} (b) y = Conv (c, u) }}"
-    weights = {"v": (into, 8, 1, 1), "w": (out, into // group, 3, 3), "u": (8, out, 1, 1)}
-    return graphs.load(model(text, **weights)).nodes[1]
+    weight = (out, into // group, 3, 3)
+    return graphs.load(model(text, v=(into, 8, 1, 1), w=weight, u=(8, out, 1, 1))).nodes[1]
 
 
 def price(*sizes: int, **more: Any) -> tuple[float, float]:
