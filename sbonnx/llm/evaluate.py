@@ -110,6 +110,7 @@ def evaluate_windows(
         perplexity=score.perplexity,
         float_perplexity=None if against is None else score.float_perplexity,
         kl=None if against is None else score.kl / score.positions,
+        late_kl=None if against is None or not score.late else score.late_kl / score.late,
         agreement=None if against is None else score.agreed / score.positions,
         greedy=greedy,
         continuation=continuation,

@@ -22,6 +22,9 @@ SCRATCH: Final = 8 << 30
 Divergences need the whole distributions. If those of all windows are larger, the two sessions are opened in turn.
 """
 
+LATE: Final = 4
+"""The last quarter of a window shows whether errors of caches and states grow from token to token."""
+
 
 @dataclass(frozen=True)
 class TokenSums:
@@ -33,6 +36,7 @@ class TokenSums:
         positions: number of predicted distributions.
         kl: Kullback-Leibler divergences from float, in nats.
         agreed: positions whose most likely token is that of float.
+        late_kl, late: divergences in the last quarter of each window, and number of its positions.
     """
 
     loss: float = 0.0
@@ -41,6 +45,8 @@ class TokenSums:
     positions: int = 0
     kl: float = 0.0
     agreed: int = 0
+    late_kl: float = 0.0
+    late: int = 0
 
     def __add__(self, other: TokenSums) -> TokenSums:
         return TokenSums(*(own + added for own, added in zip(astuple(self), astuple(other), strict=True)))
@@ -163,11 +169,15 @@ def _sums(ids: Array, begin: int, log_p: Array, log_float: Array | None) -> Toke
     sums = TokenSums(-float(log_p[rows, following].sum()), 0.0, len(following), len(log_p))
     if log_float is None:
         return sums
+    kl = (np.exp(log_float) * (log_float - log_p)).sum(-1)
+    late = kl[max(0, len(ids) - len(ids) // LATE - begin) :]
     return replace(
         sums,
         float_loss=-float(log_float[rows, following].sum()),
-        kl=float((np.exp(log_float) * (log_float - log_p)).sum()),
+        kl=float(kl.sum()),
         agreed=int((log_p.argmax(-1) == log_float.argmax(-1)).sum()),
+        late_kl=float(late.sum()),
+        late=len(late),
     )
 
 

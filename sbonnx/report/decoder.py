@@ -59,6 +59,7 @@ class DecoderEvaluation(WithProblems, Result):
         windows, tokens: windows, and tokens that were predicted in them.
         perplexity, float_perplexity: exp of the mean negative log likelihood of the next token.
         kl: mean Kullback-Leibler divergence of the predicted distribution from that of float, in nats.
+        late_kl: the same in the last quarter of the windows; larger if errors of caches or states grow over the text.
         agreement: share of positions whose most likely token is that of float.
         greedy: tokens until the first difference from float under greedy decoding, by prompt.
         continuation: tokens generated from each prompt.
@@ -82,6 +83,7 @@ class DecoderEvaluation(WithProblems, Result):
     perplexity: float
     float_perplexity: float | None = None
     kl: float | None = None
+    late_kl: float | None = None
     agreement: float | None = None
     greedy: tuple[int, ...] = ()
     continuation: int = 0

@@ -54,6 +54,7 @@ def test_figures_follow_the_formulas(tmp_path: Path, piece_bytes: int, monkeypat
     assert found.perplexity == pytest.approx(expected, rel=1e-6)
     assert found.float_perplexity == pytest.approx(expected_float, rel=1e-6)
     assert found.kl == pytest.approx((np.exp(log_q) * (log_q - log_p)).sum(-1).mean(), rel=1e-3)
+    assert found.late_kl == pytest.approx((np.exp(log_q) * (log_q - log_p))[:, -6:].sum(-1).mean(), rel=1e-3)
     assert found.kl is not None
     assert found.kl > 1e-4
     assert found.agreement == pytest.approx((log_p.argmax(-1) == log_q.argmax(-1)).mean(), abs=1e-12)

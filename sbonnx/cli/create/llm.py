@@ -346,10 +346,11 @@ def _facts(figures: DecoderEvaluation | None) -> dict[str, object]:
     float_bytes, own_bytes = figures.bytes
     float_memory, own_memory = figures.memory
     float_cache, own_cache = figures.cache_bytes
+    late = "" if figures.late_kl is None else f", {figures.late_kl:.4g} in the last quarter of the windows"
     beside = f" ({figures.float_perplexity:.5g} float)" if compared else ""
     return {
         "perplexity": f"{figures.perplexity:.5g}{beside}, {figures.tokens:,} tokens",
-        "KL divergence": f"{figures.kl:.4g} nats" if compared else None,
+        "KL divergence": f"{figures.kl:.4g} nats{late}" if compared else None,
         "same top token": f"{figures.agreement:.2%}" if compared else None,
         "greedy": f"{sum(greedy) / len(greedy):.3g} of {figures.continuation} tokens until the first difference, "
         f"mean of {len(greedy)} prompts, {sum(count == figures.continuation for count in greedy)} without any"
