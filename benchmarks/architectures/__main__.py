@@ -39,7 +39,7 @@ LIMIT_S: Final = 300.0
 
 SAMPLES: Final = 4
 WINDOWS: Final = 16
-LENGTHS: Final[Sequence[dict[str, int]]] = ({}, {"sequence_len": 1}, {"batch": 2})
+LENGTHS: Final[Sequence[dict[str, int]]] = ({}, {"sequence_len": 1, "seq_len": 1}, {"batch": 2})
 """Lengths of axes that are tried in turn until the float model runs: some scans take one token."""
 
 SURE: Final = 0.95
