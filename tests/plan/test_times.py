@@ -49,7 +49,7 @@ def test_the_time_of_a_division_is_the_sum_of_the_backends_prices() -> None:
     assert times.of_division({"two"}) == pytest.approx(half + costs.dequantize(b, reorder=False))
 
 
-def conv(into: int, out: int, side: int = 20, group: int = 1, after: str = "Relu") -> Node:
+def conv(into: int, out: int, side: int = 20, group: int = 1, *, after: str = "Relu") -> Node:
     text = f"agraph (float[1,8,{side},{side}] x) => (float[1,8,{side},{side}] y) "
     text += f"{{ a = Conv (x, v) b = Conv <group = {group}, pads = [1,1,1,1]> (a, w) c = {after} (b) y = Conv (c, u) }}"
     weight = (out, into // group, 3, 3)
