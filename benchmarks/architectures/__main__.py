@@ -3,8 +3,9 @@
     python -m benchmarks.architectures [NAME ...] [--cache FOLDER] [--again] [--write]
 
 Needs the environment of mobius-onnx to build (`make peers ARGS=mobius`). Decoders go through ``sbonnx llm quantize``
-with windows of tokens, other models through ``sbonnx quantize`` with random feeds. Each file is a process with a time
-limit; its record is kept in the cache, so that an interrupted run goes on where it was.
+with windows of tokens, or in a folder with the encoder whose states they read, other models through ``sbonnx quantize``
+with random feeds. Each file is a process with a time limit; its record is kept in the cache, so that an interrupted run
+goes on where it was.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -30,7 +32,7 @@ from benchmarks.kept import Kept, Record
 from benchmarks.peers import environments
 from benchmarks.results import ROOT, arguments, table, write_section
 from sbonnx.errors import ModelError, SbonnxError
-from sbonnx.llm.decoding import decoder_feed
+from sbonnx.llm.decoding import DecoderSession, decoder_feed
 from sbonnx.llm.layout import Decoder, read_decoder
 from sbonnx.verify.sessions import file_bytes, run, session
 
@@ -90,7 +92,8 @@ def float_feeds(component: Component, decoder: Decoder | None) -> list[dict[str,
     """
     if decoder is not None:
         ids = np.random.default_rng(0).integers(6, IDS, (1, 16))
-        feeds = [[decoder_feed(decoder, ids)]]
+        source = None if decoder.encoder is None else feed_of(onnx.load(str(decoder.encoder.model)), 0, {})
+        feeds = [[decoder_feed(decoder, ids, DecoderSession(decoder, threads=1).begin(source))]]
     else:
         model = onnx.load(str(component.path), load_external_data=False)
         feeds = [[feed_of(model, seed, lengths) for seed in range(SAMPLES)] for lengths in LENGTHS]
@@ -106,16 +109,20 @@ def float_feeds(component: Component, decoder: Decoder | None) -> list[dict[str,
 
 
 def command_of(
-    component: Component, samples: Sequence[dict[str, Any]], folder: Path, decoder: bool
+    component: Component, samples: Sequence[dict[str, Any]], folder: Path, decoder: Decoder | None
 ) -> tuple[list[str], Path]:
     """Return the command that quantizes a model, and the file that it writes."""
     program = [sys.executable, "-m", "sbonnx"]
-    if decoder:
-        ids = np.random.default_rng(1).integers(6, IDS, (WINDOWS, 32))
-        np.savez(folder / "ids.npz", ids=ids)
+    if decoder is not None:
+        texts: dict[str, Any] = {"ids": np.random.default_rng(1).integers(6, IDS, (WINDOWS, 32))}
+        if decoder.encoder is not None:
+            encoder = onnx.load(str(decoder.encoder.model))
+            feeds = [feed_of(encoder, seed, {}) for seed in range(WINDOWS)]
+            texts = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
+        np.savez(folder / "texts.npz", **texts)
         target = folder / "decoder"
-        options = ["--text", str(folder / "ids.npz"), "--no-latency", "--output", str(target)]
-        return [*program, "llm", "quantize", str(component.path.parent), *options], target / component.path.name
+        options = ["--text", str(folder / "texts.npz"), "--window", "32", "--no-latency", "--output", str(target)]
+        return [*program, "llm", "quantize", str(decoder.model.parent), *options], target / decoder.model.name
     data, target = folder / "data", folder / "model.onnx"
     data.mkdir(exist_ok=True)
     for number, feed in enumerate(samples):
@@ -135,12 +142,27 @@ def agreement_db(path: Path, feed: dict[str, Any]) -> float:
     return lowest
 
 
-def measure(component: Component, folder: Path) -> Record:
-    """Quantize a model; return the record."""
-    decoder, why = None, ""
-    if component.decoder:
+def paired(path: Path, folder: Path) -> Path | None:
+    """Return a folder as optimum writes it, of a decoder and the encoder of its package; None for other models."""
+    encoder = path.parent.parent / "encoder" / path.name
+    inputs = {value.name for value in onnx.load(str(path), load_external_data=False).graph.input}
+    if not encoder.is_file() or "encoder_hidden_states" not in inputs:
+        return None
+    pair = folder / "pair"
+    pair.mkdir(exist_ok=True)
+    shutil.copyfile(encoder, pair / "encoder_model.onnx")
+    shutil.copyfile(path, pair / "decoder_model.onnx")
+    ids = {"decoder_start_token_id": 3, "eos_token_id": 2, "max_position_embeddings": 50}
+    (pair / "config.json").write_text(json.dumps(ids), encoding="utf-8")
+    return pair
+
+
+def measure(component: Component, folder: Path, *, alone: bool = False) -> Record:
+    """Quantize a model, `alone` through ``sbonnx quantize``; return the record."""
+    decoder, why, source = None, "", None if alone else paired(component.path, folder)
+    if component.decoder or source is not None:
         try:
-            decoder = read_decoder(component.path.parent)
+            decoder = read_decoder(source or component.path.parent)
         except ModelError as error:
             why = f"llm quantize: {last_line(str(error))}"
     try:
@@ -149,9 +171,9 @@ def measure(component: Component, folder: Path) -> Record:
         if decoder is None:
             return {"result": "float does not run", "why": last_line(str(error))}
         why = f"llm quantize: {last_line(str(error))}"
-        record = measure(replace(component, decoder=False), folder)
+        record = measure(replace(component, decoder=False), folder, alone=True)
         return record | {"why": f"{why}; {record['why']}" if record["why"] else why}
-    command, target = command_of(component, samples, folder, decoder is not None)
+    command, target = command_of(component, samples, folder, decoder)
     report = folder / "report.json"
     try:
         options = ["--report", str(report), "--force", "--quiet", "--no-config"]
@@ -278,8 +300,9 @@ def section(packages: dict[str, dict[str, tuple[str, Component]]], kept: Kept) -
         f"{passed} names with all models quantized, {results['crashed']} crashed; "
         f"{1 - left / max(1, total):.1%} of the matrix weights in integers. "
         f"`python -m benchmarks.architectures --write`: {len(packages)} names of {VERSIONS}, {len(same)} different "
-        f"packages with small random weights, {len(rows)} measured ({len(done)} models). Decoders of one file go "
-        "through llm quantize with windows of random tokens, the other models through quantize with random feeds. "
+        f"packages with small random weights, {len(rows)} measured ({len(done)} models). Decoders go through llm "
+        "quantize with windows of random tokens, or with the encoder of their package and random feeds of it, the "
+        "other models through quantize with random feeds. "
         "Quantized: the file runs in onnxruntime at its lowest and highest level, with the same outputs to "
         f"{LEVELS_DB:.0f} dB, or {BELOW_DB:.0f} dB below the error of the quantization. Weights are named if less than "
         f"{SURE:.0%} are integers. Where the float model does not run in onnxruntime, nothing was tried."
