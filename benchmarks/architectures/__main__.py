@@ -252,7 +252,7 @@ def main() -> int:
 
 def cell(reason: str) -> str:
     """Return a reason as a cell: without the path of the model, and at most `LONGEST` characters."""
-    text = re.sub(r" of '[^']*model\.onnx'", "", reason).replace("|", "/")
+    text = re.sub(r"( of)? '?[^ ']*/model\.onnx'?", "", reason).replace("|", "/")
     return text if len(text) <= LONGEST else f"{text[:LONGEST].rsplit(' ', 1)[0]} ..."
 
 
