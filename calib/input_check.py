@@ -211,9 +211,10 @@ def _moments(run: LayerRunner, layer: FirstLayer, samples: list[Array]) -> Array
     """Return the mean and mean square of each sample and channel, float64 (samples, 2, C)."""
     rows = []
     for x in samples:
-        y = run({layer.input: x}, [layer.tensor])[layer.tensor].astype(np.float64)
-        axes = tuple(range(2, y.ndim))
-        rows.append(np.stack([y.mean(axes), (y * y).mean(axes)], axis=1))
+        y = run({layer.input: x}, [layer.tensor])[layer.tensor]
+        y = y.reshape(*y.shape[:2], -1)
+        square = np.einsum("ncp,ncp->nc", y, y, dtype=np.float64) / y.shape[2]
+        rows.append(np.stack([y.mean(2, dtype=np.float64), square], axis=1))
     values: Array = np.concatenate(rows)
     return values
 
