@@ -191,7 +191,9 @@ PAGES: Final = {
         "How much accuracy does training recover?", ("qat cifar", "qat methods", "qat digits", "qat adapters"), _qat
     ),
     "decoders": Page(
-        "How good are decoders (LLMs) in 4 bits?", ("llm", "llm forms", "llm mixtures", "llm memory"), _decoders
+        "How good are decoders (LLMs) in 4 bits?",
+        ("llm", "llm forms", "llm mixtures", "llm memory", "llm speed"),
+        _decoders,
     ),
     "scale": Page(
         "How large can networks and batches be?",
