@@ -59,7 +59,6 @@ class DecoderEvaluation(WithProblems, Result):
         windows, tokens: windows, and tokens that were predicted in them.
         perplexity, float_perplexity: exp of the mean negative log likelihood of the next token.
         kl: mean Kullback-Leibler divergence of the predicted distribution from that of float, in nats.
-        late_kl: the same in the last quarter of the windows; larger if errors of caches or states grow over the text.
         agreement: share of positions whose most likely token is that of float.
         greedy: tokens until the first difference from float under greedy decoding, by prompt.
         continuation: tokens generated from each prompt.
@@ -72,6 +71,7 @@ class DecoderEvaluation(WithProblems, Result):
         genai: result of onnxruntime-genai; None if the folder is not in its form.
         problems: limits that are violated.
         notes: what was not measured.
+        late_kl: `kl` in the last quarter of the windows; larger if errors of caches or states grow over the text.
     """
 
     json_keys: ClassVar = ("ok", "problems", ..., "problem_codes")
@@ -83,7 +83,6 @@ class DecoderEvaluation(WithProblems, Result):
     perplexity: float
     float_perplexity: float | None = None
     kl: float | None = None
-    late_kl: float | None = None
     agreement: float | None = None
     greedy: tuple[int, ...] = ()
     continuation: int = 0
@@ -96,6 +95,7 @@ class DecoderEvaluation(WithProblems, Result):
     genai: GenAIRun | None = None
     problems: tuple[Problem, ...] = field(default=(), metadata=PROBLEMS)
     notes: tuple[Note, ...] = ()
+    late_kl: float | None = None
 
     @property
     def ok(self) -> bool:
