@@ -6,7 +6,7 @@ add nothing to a sum, so the widened model computes the same integers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -179,7 +179,7 @@ def _region(start: IntegerConv, convs: dict[int, IntegerConv], outputs: set[str]
         if (id(conv.node), output) in done:
             continue
         done.add((id(conv.node), output))
-        chain = convolved((conv.node if output else conv.data).outputs[0], outputs)
+        chain = _chain((conv.node if output else conv.data).outputs[0], outputs)
         if chain is None:
             return None
         tensors, writer, readers = chain
@@ -197,10 +197,10 @@ def _region(start: IntegerConv, convs: dict[int, IntegerConv], outputs: set[str]
     return region
 
 
-def convolved(tensor: Tensor, outputs: Collection[str] = ()) -> tuple[list[Tensor], Node, list[Node]] | None:
+def _chain(tensor: Tensor, outputs: set[str]) -> tuple[list[Tensor], Node, list[Node]] | None:
     """Collect the tensors between one Conv and its readers around `tensor`: output, rectified, quantized, dequantized.
 
-    Return None if other ops are in between, or another reader or `outputs` use one of the tensors.
+    Return None if other ops are in between, or another reader uses one of the tensors.
     """
     while (producer := query.producer(tensor)) is not None and producer.op != "Conv":
         if producer.op not in QUANTIZE | DEQUANTIZE | RECTIFIERS:

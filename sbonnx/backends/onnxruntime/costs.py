@@ -28,7 +28,6 @@ from sbonnx.backends.kernel_costs import (
     read_table,
 )
 from sbonnx.backends.onnxruntime import kernel_variants
-from sbonnx.backends.onnxruntime.convolutions import convolved
 from sbonnx.backends.onnxruntime.kernel_variants import FOLDED_TAPS, LANES, LARGEST_WIDENING
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import (
@@ -230,8 +229,7 @@ class OrtKernelCosts(KernelCosts):
         rows = int(node.inputs[1].shape[2])
         if groups > 1 and inner == 1:
             wide = kernel_variants.padded(groups, LANES)
-            between = outputs == groups and all(map(_between_convolutions, (node.inputs[0], node.outputs[0])))
-            if between and wide <= LARGEST_WIDENING * groups:
+            if outputs == groups and wide <= LARGEST_WIDENING * groups:
                 read, outputs, groups = read // groups * wide, wide, wide
         elif groups == 1 and kernel_variants.folds(inner, node.inputs[1].shape[2:], node.attrs):
             before = self.ns("DepthToSpace", "", "float", Amounts(write=read))
@@ -250,12 +248,6 @@ class OrtKernelCosts(KernelCosts):
         amounts = matrix_amounts(node)
         kernel = "QGemm" if node.op == "Gemm" else "MatMulIntegerToFloat"
         return Price(self.ns(node.op, "", "float", amounts), self.ns(kernel, "", "u8", amounts))
-
-
-def _between_convolutions(tensor: Tensor) -> bool:
-    """Return whether convolutions alone write and read a tensor: only then `align` adds channels to it."""
-    ends = convolved(tensor)
-    return ends is not None and bool(ends[2])
 
 
 def _window(node: Node) -> str:
