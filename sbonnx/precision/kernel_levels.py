@@ -15,6 +15,7 @@ Weights of 2 and 8 bits have no fast float kernel and stay at level 4. Source: o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -91,11 +92,13 @@ def level_errors(graph: Graph, plan: Plan, solution: Solution, samples: Samples)
     resources = WalkOptions(FEEDS, options.device, options.memory, options.threads)
     walk: Walk[LevelErrors] = Walk(graph, by_layer, options=resources)
     weights: dict[str, _WrittenWeight | None] = {}
+    filling = Lock()  # threads of several samples would each hold the weight of the layer
 
     def look(piece: StepSession, sample: LayerSample) -> LevelErrors | None:
         layer = piece.step.layer
-        if layer not in weights:
-            weights[layer] = _written_weight(piece, *by_layer[layer], solution)
+        with filling:
+            if layer not in weights:
+                weights[layer] = _written_weight(piece, *by_layer[layer], solution)
         weight = weights[layer]
         return None if weight is None or piece.node is None else weight.errors(sample.inputs[piece.node.inputs[0].name])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from onnx import helper, numpy_helper
 
 import sbonnx
 from sbonnx.errors import RecipeError
+from sbonnx.precision import kernel_levels
 from sbonnx.precision.kernel_levels import rounded_rows
 from sbonnx.spec import Array
 from tests.support.models import run
@@ -85,6 +87,21 @@ def test_layers_with_a_large_channel_avoid_int8() -> None:
         level: np.square(run(quantized(300.0, level)[0].quantized, x)["y"] - wanted).mean() for level in ("auto", 4)
     }
     assert errors["auto"] < 0.5 * errors[4]
+
+
+def test_threads_share_the_weight_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight of 14,336 x 4,096 in float32 takes 0.2 GB, and as much again for its error and while it is made."""
+    made: list[str] = []
+    written = kernel_levels._written_weight
+
+    def slow(piece: Any, *more: Any) -> Any:
+        made.append(piece.step.layer)
+        time.sleep(0.05)
+        return written(piece, *more)
+
+    monkeypatch.setattr(kernel_levels, "_written_weight", slow)
+    quantized(1.0, "auto", data=[rows(seed) for seed in range(4)])
+    assert sorted(made) == ["first", "second"]
 
 
 def test_without_data_the_level_is_4() -> None:
