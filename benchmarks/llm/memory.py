@@ -90,8 +90,8 @@ HEADER: Final = (
 
 ABOUT: Final = """`python -m benchmarks.llm.memory --write`. The decoders have random weights and \
 are in the form of onnxruntime-genai. Each row is one process of `sbonnx llm quantize --no-latency` (4 bits in blocks \
-of 32, embedding and head 8 bits) with a report, whose losses of \
-layers are the peak with texts. Peak: VmHWM, which includes pages of the mapped weights. CPU s: of the process, \
+of 32, embedding and head 8 bits) with a report, whose losses \
+are its peak. Peak: VmHWM, which includes pages of the mapped weights. CPU s: of the process, \
 with the check of the file and, with texts, the evaluation on an eighth of the windows. Only some of the blocks of \
 an 8 B decoder are measured: one block is in memory at a time, so further blocks add only mapped pages. Alone: layers \
 whose moments and errors exceed `--memory` (2 GiB by default), which are fitted to their quantized inputs without \
