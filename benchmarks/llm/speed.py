@@ -167,8 +167,8 @@ def measure(shape: ProductShape) -> Record:
 def line(name: str, record: Record) -> list[str]:
     """Return the row of a record."""
     both: list[dict[str, Any]] = [record["ours"], record["torch"]]
-    cpu = [each["cpu"] for each in both]
-    figures = [f"{each['errors'][place]:.4f}" for place in (0, 1) for each in both]
+    cpu = [side["cpu"] for side in both]
+    figures = [f"{side['errors'][place]:.4f}" for place in (0, 1) for side in both]
     return [f"{name}: {PRODUCTS[name].about}", *(f"{value:.1f}" for value in cpu), f"{cpu[0] / cpu[1]:.2f}", *figures]
 
 

@@ -556,8 +556,8 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
             raise ModelError(f"input '{name}' of '{place.model}' has the shape {shape}; known is (batch, length)")
     keep = {name: np.zeros([dim or 1 for dim in _dims(inputs[name])], np.int64) for name in KEEP_ALL if name in inputs}
     encoder = _encoder(place, inputs, outputs)
-    known = {tokens, mask, positions, branch, *keep, *(() if encoder is None else encoder.inputs)}
-    rest = [name for name in inputs if name not in known]
+    roles = {tokens, mask, positions, branch, *keep, *(() if encoder is None else encoder.inputs)}
+    rest = [name for name in inputs if name not in roles]
     states = _states(place, [inputs[name] for name in rest if STATE.search(name)], outputs)
     caches = [inputs[name] for name in rest if not STATE.search(name)]
     cache, cross = (

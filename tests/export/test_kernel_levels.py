@@ -91,17 +91,17 @@ def test_layers_with_a_large_channel_avoid_int8() -> None:
 
 def test_threads_share_the_weight_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight of 14,336 x 4,096 in float32 takes 0.2 GB, and as much again for its error and while it is made."""
-    made: list[str] = []
+    weights_of: list[str] = []
     written = kernel_levels._written_weight
 
     def slow(piece: Any, *more: Any) -> Any:
-        made.append(piece.step.layer)
+        weights_of.append(piece.step.layer)
         time.sleep(0.05)
         return written(piece, *more)
 
     monkeypatch.setattr(kernel_levels, "_written_weight", slow)
     quantized(1.0, "auto", data=[rows(seed) for seed in range(4)])
-    assert sorted(made) == ["first", "second"]
+    assert sorted(weights_of) == ["first", "second"]
 
 
 def test_without_data_the_level_is_4() -> None:

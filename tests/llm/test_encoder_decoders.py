@@ -158,10 +158,10 @@ def test_an_encoder_that_computes_the_caches_of_its_states(tmp_path: Path) -> No
     states, folder = write(tmp_path / "states", merged=False), tmp_path / "genai"
     folder.mkdir()
     encoder, first, decoder = encoder_model(), cross_model(), cross_model(later=True)
-    made = [node for node in first.graph.node if node.output[0] in CROSS_NODES]
-    for node in made:
+    cross_nodes = [node for node in first.graph.node if node.output[0] in CROSS_NODES]
+    for node in cross_nodes:
         node.input[:] = ["last_hidden_state" if name == STATES else name for name in node.input]
-    encoder.graph.node.extend(made)
+    encoder.graph.node.extend(cross_nodes)
     encoder.graph.initializer.extend(t for t in first.graph.initializer if t.name in ("c_wk", "c_wv", "one"))
     names = {f"present.0.encoder.{kind}": f"present_{kind}_cross_0" for kind in ("key", "value")}
     names |= {f"past_key_values.0.encoder.{kind}": f"past_{kind}_cross_0" for kind in ("key", "value")}
